@@ -24,6 +24,11 @@ from keygroups.errors import (
     StorageUnavailable,
 )
 from keygroups.hashing import assign_key_groups, assign_to_key_group, hash_keys
+from keygroups.rescale import plan_rescale, rescale
+from keygroups.snapshot.diff import diff
+from keygroups.snapshot.reader import Snapshot
+from keygroups.snapshot.verify import verify
+from keygroups.snapshot.writer import write_snapshot
 
 __all__ = [
     "AsyncFunctionError",
@@ -31,6 +36,7 @@ __all__ = [
     "InvalidArgument",
     "KeyGroupRange",
     "KeyGroupsError",
+    "Snapshot",
     "SnapshotCorrupted",
     "SnapshotExists",
     "SnapshotNotFound",
@@ -39,7 +45,12 @@ __all__ = [
     "assign_to_key_group",
     "balanced_cut",
     "default_max_parallelism",
+    "diff",
     "hash_keys",
     "key_group_range_for_subtask",
+    "plan_rescale",
+    "rescale",
     "subtask_for_key_group",
+    "verify",
+    "write_snapshot",
 ]
