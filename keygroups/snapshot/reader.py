@@ -346,6 +346,11 @@ class Snapshot:
         """The rows of some keys, from the segments whose key groups can hold them."""
         schema = RowSchema(operator.key, state.fields)
         hashes = hash_keys(keys, operator.scheme)
+        if _parts(keys.type) != _parts(schema.key_type):
+            raise InvalidArgument(
+                f"the keys are of type {keys.type}, those of operator {operator.uid!r} of "
+                f"{schema.key_type}; cast them, as another type has another hash"
+            )
         groups = key_groups_of_hashes(hashes, operator.max_parallelism, operator.scheme)
         sought = encode_keys([keys])
         key_names = [field.name for field in schema.key]
@@ -369,6 +374,15 @@ def merge_chains(runs: Sequence[Run]) -> list[list[Run]]:
         chains[-1].append(run)
         end = max(end, run.key_groups.end)
     return chains
+
+
+def _parts(data_type: pa.DataType) -> list[pa.DataType]:
+    """What makes two key types alike: the types of their fields, whatever their names."""
+    if pa.types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    if not pa.types.is_struct(data_type):
+        return [data_type]
+    return [pa.struct([]), *(part for field in data_type for part in _parts(field.type))]
 
 
 def _check_groups(rows: pa.Table, expected: SegmentIndex) -> None:

@@ -187,10 +187,9 @@ class LocalStorage:
         """The real path of a file, which must lie below the root whatever links it passes."""
         try:
             real = (self.root / path).resolve(strict=True)
-            is_file = real.is_file()
         except RuntimeError:  # a loop of links, before Python 3.13
-            is_file = False
-        if not is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        if not real.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if not real.is_relative_to(self.root.resolve()):
             raise SnapshotCorrupted(
