@@ -421,3 +421,33 @@ class TestFailures:
         with pytest.raises(kg.InvalidArgument):
             kg.write_snapshot(path / "x", table(1), key="nothing")
         assert not (path / "x").exists()
+
+
+def test_a_file_takes_nothing_after_its_end_or_a_failed_write(tmp_path):
+    """A failed encoder may be finalised late, when its descriptor is already another file's."""
+    storage = LocalStorage(tmp_path)
+    file = storage.create("a")
+    file.write(b"whole")
+    file.close_durably()
+    with storage.create("b") as other:  # takes the descriptor that "a" had
+        with pytest.raises(kg.StorageUnavailable, match="closed"):
+            file.write(b"late")
+        other.write(b"own")
+        other.close_durably()
+    assert (tmp_path / "b").read_bytes() == b"own"
+    reader = storage.open("a")
+    reader.close()
+    with storage.open("b"), pytest.raises(kg.StorageUnavailable, match="closed"):
+        reader.read_at(0, 3)
+
+    def fail_to_write(operation, path, size_bytes):
+        if operation == "write":
+            raise OSError(5, "I/O error")
+
+    with LocalStorage(tmp_path, fail_to_write).create("c") as failed:
+        for _ in range(2):
+            with pytest.raises(kg.StorageUnavailable):
+                failed.write(b"x")
+        with pytest.raises(kg.StorageUnavailable, match="a write failed"):
+            failed.close_durably()
+    assert not (tmp_path / "c").exists()

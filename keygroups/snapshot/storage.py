@@ -271,6 +271,8 @@ class ReadableFile(io.RawIOBase):
             raise SnapshotCorrupted(
                 f"{self.path} ends at byte {self.size_bytes}, before byte {offset + size_bytes}"
             )
+        if self.closed:  # the number of the descriptor may be that of another file by now
+            raise StorageUnavailable(f"cannot read {self.path}: it is closed")
         footer_at, end = self.size_bytes - len(self._footer), offset + size_bytes
         if self._footer and end > footer_at:
             before = self.read_at(offset, footer_at - offset) if offset < footer_at else b""
@@ -355,6 +357,7 @@ class WritableFile(io.RawIOBase):
         self._observer = observer
         self._hasher = xxhash.xxh3_128()
         self._descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._failed = False
         self._durable = False
 
     def writable(self) -> bool:
@@ -364,18 +367,22 @@ class WritableFile(io.RawIOBase):
         return self.size_bytes
 
     def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
+        self._check_usable()
         view = memoryview(data).cast("B")
-        self._hasher.update(view)
+        self._failed = True  # until all of it is written
         with system_errors(f"cannot write {self.path}"):
             self._observer("write", self.path, len(view))
             written = 0
             while written < len(view):
                 written += os.write(self._descriptor, view[written:])
+        self._failed = False
+        self._hasher.update(view)
         self.size_bytes += len(view)
         return len(view)
 
     def close_durably(self) -> str:
         """Makes the bytes survive a crash, closes, and returns their digest."""
+        self._check_usable()
         with system_errors(f"cannot sync {self.path}"):
             self._observer("sync", self.path, 0)
             os.fdatasync(self._descriptor)
@@ -389,6 +396,15 @@ class WritableFile(io.RawIOBase):
             if not self._durable:
                 self._target.unlink(missing_ok=True)
         super().close()
+
+    def _check_usable(self) -> None:
+        """Refuses to go on after an error, and after the end.
+
+        An encoder that failed may be finalised much later and write its last bytes then, when
+        the number of the descriptor is already that of another file.
+        """
+        if self.closed or self._failed:
+            raise StorageUnavailable(f"cannot write {self.path}: it is closed, or a write failed")
 
 
 @contextlib.contextmanager
