@@ -21,7 +21,7 @@ class MemoryBackend:
 
     name: ClassVar[str] = "memory"
     suffix: ClassVar[str] = "arrow"
-    segment_size_bytes: ClassVar[int] = 32 << 20
+    segment_size_bytes: ClassVar[int] = 8 << 20
 
     def write_segment(self, sink: WritableFile, schema: RowSchema, rows: pa.Table) -> None:
         """Writes the rows as one Arrow IPC file."""

@@ -31,7 +31,7 @@ class ParquetBackend:
 
     name: ClassVar[str] = "parquet"
     suffix: ClassVar[str] = "parquet"
-    segment_size_bytes: ClassVar[int] = 32 << 20
+    segment_size_bytes: ClassVar[int] = 8 << 20
 
     def write_segment(
         self,
