@@ -8,22 +8,17 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import rocksdict
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from keygroups.backends import sst_blocks, sst_columns, sst_format, sst_table, sst_writer
 from keygroups.backends.sst import SstReader, read_sst, write_sst
 from keygroups.errors import IncompatibleSnapshot, InvalidArgument, SnapshotCorrupted
-
-if TYPE_CHECKING:
-    import rocksdict
-else:
-    rocksdict = pytest.importorskip("rocksdict")
 
 BAD_FILE = (SnapshotCorrupted, IncompatibleSnapshot)
 Entries = dict[bytes, bytes]
