@@ -309,10 +309,11 @@ class TestPlan:
             assert plan.bytes_of("re-encode") > 0
             assert plan.bytes_of("copy") + plan.bytes_of("re-encode") == total
             assert plan_rescale(snapshot, 7, mode="link").bytes_of("link") == total
-            assert plan.operators[0].weights_before == tuple(
-                int(snapshot.key_group_sizes()["size_bytes"].to_numpy()[r.start : r.end + 1].sum())
-                for r in snapshot.ranges
-            )
+            sizes = snapshot.key_group_sizes()
+            for planned in plan.operators[0].ranges:
+                within = slice(planned.key_groups.start, planned.key_groups.end + 1)
+                assert planned.rows == sizes["rows"].to_numpy()[within].sum()
+                assert planned.size_bytes == sizes["size_bytes"].to_numpy()[within].sum()
 
     def test_what_is_copied_is_the_same_bytes(self):
         with scratch_folder() as folder, segment_size("rocksdb", 500):

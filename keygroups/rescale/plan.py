@@ -93,15 +93,11 @@ class OperatorPlan:
         operator: The operator as it is.
         max_parallelism: The new max parallelism.
         ranges: One plan for each new range.
-        weights_before: Rows or bytes of each old range, what ``balance`` weighs (else bytes).
-        weights_after: The same of each new range; ``None`` where only re-hashing can tell.
     """
 
     operator: Operator
     max_parallelism: int
     ranges: tuple[RangePlan, ...]
-    weights_before: tuple[int, ...]
-    weights_after: tuple[int, ...] | None
 
     @property
     def is_rehash(self) -> bool:
@@ -199,25 +195,23 @@ def _plan_operator(
     )
     sizes = snapshot.key_group_sizes(uid=operator.uid)
     rows, size_bytes = sizes.column("rows").to_numpy(), sizes.column("size_bytes").to_numpy()
-    weights = rows if balance == "rows" else size_bytes
-    before = _sums(weights, operator.ranges)
     if new_max != operator.max_parallelism:
         _check_rehash(mode, balance)
         ranges = key_group_ranges(new_max, new_parallelism)
         plans = tuple(_rehash_range(snapshot, operator, new_max, new) for new in ranges)
-        return OperatorPlan(operator, new_max, plans, before, None)
+        return OperatorPlan(operator, new_max, plans)
     if balance is None and new_parallelism == operator.parallelism:
         ranges = list(operator.ranges)  # a cut that was balanced stays as it is
     elif balance is None:
         ranges = key_group_ranges(new_max, new_parallelism)
     else:
-        ranges = balanced_cut(weights, new_parallelism)
+        ranges = balanced_cut(rows if balance == "rows" else size_bytes, new_parallelism)
     new_rows, new_bytes = _sums(rows, ranges), _sums(size_bytes, ranges)
     plans = tuple(
         RangePlan(new, _lanes(snapshot, operator, new, mode), new_rows[i], new_bytes[i])
         for i, new in enumerate(ranges)
     )
-    return OperatorPlan(operator, new_max, plans, before, _sums(weights, ranges))
+    return OperatorPlan(operator, new_max, plans)
 
 
 def _check_rehash(mode: Mode, balance: Balance | None) -> None:
